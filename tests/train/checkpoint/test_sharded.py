@@ -372,7 +372,7 @@ def test_machines_send_images_to_each_other_if_they_may(
     places = tuple(RankPlace(rank, node, 0, True) for rank, node in enumerate(nodes))
     parts: Any = SimpleNamespace(sharded=True)
     settings: Any = SimpleNamespace(replicated=False, snapshots=True, peers_mb_s=mb_s, managed=True)
-    gang, writer, pace = (cast(Any, SimpleNamespace(rank=0, world=2)) for _ in range(3))
+    gang, writer, pace = (cast(Any, SimpleNamespace(rank=0, world=2, writes=False)) for _ in range(3))
     made: Any = find_strategy(gang, writer, cast(Any, None), places, parts, settings, pace)
     copier = made._copier
     assert made._peers == ((gang, "link", writer, places, copier, pace, mb_s) if sends else None)

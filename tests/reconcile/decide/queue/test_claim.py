@@ -208,6 +208,24 @@ def test_jobs_of_one_class_start_in_the_order_of_their_submission() -> None:
     assert ends == jobs
 
 
+def test_a_job_waits_since_it_was_submitted_whatever_comes_later() -> None:
+    """Its class rises with the days that it has waited."""
+    world = world_of(2, nodes=2)
+    submit(world, JOB)
+    world.until(world.training)
+
+    def since() -> float | None:
+        return next(claim.waits for claim in world.memory.allocation[0].claims if claim.job == SECOND)
+
+    submit(world, SECOND)
+    world.run(10)
+    began = since()
+    assert began is not None
+    submit(world, "cdef2345", priority="normal")
+    world.run(30 * MINUTE)
+    assert since() == began < world.t - 30 * MINUTE
+
+
 def test_a_user_pauses_a_job_that_waits_and_it_leaves_the_queue() -> None:
     world = world_of(2, nodes=2)
     submit(world, JOB)
