@@ -184,6 +184,13 @@ def test_a_short_notice_has_a_shorter_reserve(me: MachineState, monkeypatch: pyt
     assert training.stops == [6.0 - 0.25 * 2.0]
 
 
+def test_a_notice_of_two_seconds_leaves_half_a_second(me: MachineState, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(me, monkeypatch)
+    training.handler.observed(seen(Cause.PREEMPTED, NOW + 2.0))
+    training.handler.act()
+    assert training.stops == [2.0 - 0.25 * 0.5]
+
+
 def test_a_notice_and_its_end_are_logged_with_the_time_that_is_left(me: MachineState) -> None:
     lines: list[dict[str, object]] = []
     me.log._write = lambda line: lines.append(json.loads(line))

@@ -64,6 +64,10 @@ def test_a_rebalance_deadline_is_postponed() -> None:
     assert notice.prolong(RISK, 2800.0) == Change(Notice(Cause.REBALANCE, 6400, 2800.0), RISK)
 
 
+def test_only_a_machine_at_risk_may_run_on() -> None:
+    assert [one.urgent for one in (PREEMPTED, MAINTENANCE, RISK)] == [True, True, False]
+
+
 def test_maintenance_weeks_ahead_is_no_notice_yet() -> None:
     assert notice.scheduled(1000.0 + 2 * 86400, 1000.0) is None
     assert notice.scheduled(4600.0, 1000.0) == CloudWarning(Cause.MAINTENANCE, 4600.0)

@@ -14,6 +14,7 @@ from spotkeeper.contract.job import RequestKind
 from spotkeeper.contract.record import Phase
 from spotkeeper.contract.stack import ReservedCapacity, TeamState
 from spotkeeper.contract.sweep import Trial
+from spotkeeper.reconcile.controller import repair
 from spotkeeper.reconcile.controller.reconcile_job import Round
 from spotkeeper.reconcile.controller.repair import RepairError, rebuild_allocation
 from spotkeeper.reconcile.decide.queue import use
@@ -147,6 +148,13 @@ def test_refused_repairs(tmp_path: Path) -> None:
     with pytest.raises(RepairError, match="no answer from z-c"):
         rebuild_allocation(store, world, world.t)
     assert store.get(paths.ALLOCATION) == b"{"
+
+
+def test_one_static_machine_of_two_jobs_is_refused_and_two_machines_are_not() -> None:
+    first, second = (Grant(job, 0, 1, "machine:sk-t-fix-s0") for job in (JOB, OTHER))
+    repair._check_nodes([first, replace(second, resource="machine:sk-t-fix-s1"), replace(first, resource="slot:pool")])
+    with pytest.raises(RepairError, match=f"jobs {JOB} and {OTHER} both seem to have static machine sk-t-fix-s0"):
+        repair._check_nodes([first, second])
 
 
 def test_the_queue_keeps_who_waits_since_when_and_what_teams_have_used(tmp_path: Path) -> None:

@@ -450,3 +450,14 @@ def unused(case: Case) -> Case:
 )
 def test_each_of_these_alone_keeps_the_old_disks(case: Case, ready: list[int]) -> None:
     assert renewed(case, ready) == [0, 0]
+
+
+def test_a_stop_moves_to_an_earlier_deadline_only() -> None:
+    stops = Draft(*on_record(stop=True, stop_since=NOW, stop_deadline=NOW + 50)(*calm(2)))
+    stops.halt(NOW + 90, "notice")
+    assert stops.record.stop_deadline == NOW + 50
+    stops.halt(NOW + 10, "notice")
+    assert stops.record.stop_deadline == NOW + 10
+    stops = Draft(*on_record(stop=True, stop_since=NOW, stop_deadline=None)(*calm(2)))
+    stops.halt(NOW + 90, "notice")
+    assert stops.record.stop_deadline == NOW + 90

@@ -172,6 +172,8 @@ def test_caps() -> None:
     assert not Tally(held("machine:n0")).fits(the_stack, offer(Model.STATIC, "n0"))
     assert Tally(held("machine:n1")).fits(the_stack, offer(Model.STATIC, "n0"))
     assert not Tally([]).fits(the_stack, Offer("nowhere", "z-a", SPOT, 1.0))
+    assert Tally([], {"pool": 1}).fits(the_stack, offer()), "reserved for other jobs, which do not have it yet"
+    assert not Tally(held("slot:pool"), {"pool": 1}).fits(the_stack, offer())
 
 
 def test_change_adds_and_drops_by_job_rank_and_attempt() -> None:

@@ -665,6 +665,10 @@ class TestStore:
         assert len(kept) == 3
         assert all(len(store.get(path) or b"") == 4096 for path in kept)
 
+    def test_what_is_no_utf8_is_quarantined_too(self, store: Store) -> None:
+        store.quarantine("a\udc80b")
+        assert [store.get(path) for path in store.list("quarantine/")] == [b"a\\udc80b"]
+
     @pytest.mark.parametrize(
         ("path", "data", "says"),
         [

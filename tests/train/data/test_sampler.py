@@ -109,12 +109,17 @@ def test_the_loaders_other_settings_are_kept() -> None:
     def collate(items: list[Any]) -> list[Any]:
         return ["mine", *items]
 
+    def init(worker: int) -> None:
+        pass
+
     loader = DataLoader(
-        Noise(), 4, num_workers=1, collate_fn=collate, prefetch_factor=3, persistent_workers=True, timeout=9.0
-    )
+        Noise(), 4, num_workers=1, collate_fn=collate, prefetch_factor=3, persistent_workers=True, timeout=9.0,
+        worker_init_fn=init, multiprocessing_context="fork",
+    )  # fmt: skip
     rebuilt, _, _ = rebuild(loader, 0, None, 0, 1)
     assert (rebuilt.num_workers, rebuilt.prefetch_factor, rebuilt.persistent_workers) == (1, 3, True)
-    assert (rebuilt.timeout, rebuilt.collate_fn) == (9.0, collate)
+    assert (rebuilt.timeout, rebuilt.collate_fn, rebuilt.worker_init_fn) == (9.0, collate, init)
+    assert rebuilt.multiprocessing_context is loader.multiprocessing_context is not None
     assert next(iter(rebuilt))[0] == "mine"
     assert len(rebuilt) == 5
 

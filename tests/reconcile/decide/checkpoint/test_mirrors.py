@@ -136,7 +136,7 @@ def test_a_damaged_copy_is_dropped_and_the_next_older_one_counts() -> None:
     world.until(world.training, 1200)
     assert begun_from(world) == older
     (told,) = world.events(Event.UNMIRRORED)
-    assert told.detail == "{}-{}".format(*damaged)
+    assert (told.node, told.detail) == (0, "{}-{}".format(*damaged))
     assert [one.commit for one in world.record().mirror] == ["{}-{}".format(*older)]
 
 

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import Checkpoint, Mirror, RequestKind
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import Moved
+from spotkeeper.contract.record import Mirrored, Moved
 from spotkeeper.contract.stack import Model, Price, StackState, region_of
 from spotkeeper.reconcile.decide.draft import Draft
+from spotkeeper.reconcile.decide.job import transfer
 from spotkeeper.reconcile.decide.job.progress import move_costs
 from spotkeeper.report.money.money import money
 from tests.reconcile.decide.job.test_progress import NOW, Change, calm, on_record, on_snapshot, on_spec
@@ -83,6 +84,15 @@ def test_data_of_machines_in_several_regions_is_charged_once_for_each_region() -
     world.until(world.training, 900)
     (one,) = world.events(Event.EGRESS)
     assert (one.cause, one.detail, one.gb, one.usd) == ("data", "z -> y", 4.0, pytest.approx(4.0 * USD_GB))
+
+
+@pytest.mark.parametrize(("bucket", "usd"), [((), 3.0), ((HOME,), 3.0), ((ABROAD,), 3.0), ((HOME, ABROAD), 0.0)])
+def test_a_copy_goes_into_the_bucket_or_out_of_it_for_egress(bucket: tuple[str, ...], usd: float) -> None:
+    """Whichever of the two is in another region; the stack's first region has the bucket if it says nothing."""
+    mirrored = on_record(mirror=(Mirrored("1-1", 0, NOW, bytes=3 * 10**9),))
+    where = on_snapshot(stack=replace(both(), bucket_regions=bucket))
+    way = transfer.by_bucket(draft(where, on_spec(checkpoint=Checkpoint(mirror=Mirror())), mirrored), "y-a")
+    assert way is not None and way.usd == pytest.approx(usd * USD_GB)
 
 
 def test_an_unknown_price_counts_as_none() -> None:

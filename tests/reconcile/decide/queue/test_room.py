@@ -209,6 +209,8 @@ def test_a_search_has_as_many_jobs_with_machines_as_its_parallel_allows() -> Non
     assert most(waits("w", 1), *two) == 6, "no limit of other jobs"
     assert most(replace(trial(waits("w", 1)), sweep="other"), *two) == 6
     assert most(two[0], *two) == 6, "a trial that has machines may grow"
+    full = of_running(Allocation(claims=two[:1]), stack(pool()))
+    assert full.limit(trial(waits("w", 1), 1), 1).startswith("search lr has 1 trial at work")
     room = of_running(Allocation(claims=two), stack(pool()))
     room.free("a", 1)
     assert room.fits(trial(waits("w", 1)), 1), "one has ended"
