@@ -134,6 +134,11 @@ def test_only_so_many_teams_are_allowed() -> None:
         read({"submitters": ["user:kim@acme.dev"], "teams": {f"t{n}": {"members": people} for n in range(101)}})
 
 
+def test_on_aws_a_request_may_last_as_long_as_lambda_allows() -> None:
+    changes = {"reconcile.timeout_s": 900, "reconcile.tick_minutes": 5, "alerts.missed_minutes": 10}
+    assert stackfiles.read("aws", changes).reconcile.timeout_s == aws.LONGEST_S
+
+
 @pytest.mark.parametrize("who", ["arn:aws:iam::123456789012:role/vision", "arn:aws:iam::123456789012:user/lee"])
 def test_on_aws_an_invoker_or_a_submitter_is_a_member(who: str) -> None:
     changes = {

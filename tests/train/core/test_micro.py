@@ -131,3 +131,7 @@ def test_measured_times_are_exchanged() -> None:
             return [blob, b"[null, 3, 0.0]", b"[null, 3, 0.02]"]
 
     assert find_plan(Three(), None, 3, 0.01) == MicroPlan(None, 3, (0.01, 0.0, 0.02))
+
+
+def test_one_sample_is_a_global_batch() -> None:
+    assert find_plan(SoloGang(), 1, None) == MicroPlan(1, 1, (0.0,))
