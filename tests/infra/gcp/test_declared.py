@@ -207,6 +207,17 @@ def test_one_placement_policy_for_each_zone(local: Declaration) -> None:
     assert all("resourcePolicies" not in t.properties for t in of(local, TEMPLATE)), "it would tie the pool to a zone"
 
 
+def test_static_machines_of_a_pool_with_a_placement_are_in_its_group() -> None:
+    config = read_config(STACKS / "Pulumi.local.yaml", endpoint="http://127.0.0.1:9")
+    pools = json.loads(config["spotkeeper:pools"])
+    (fixed,) = (pool for pool in pools if pool["kind"] == "static")
+    fixed |= {"placement": {}, "zones": ["us-central1-a"]}
+    made = run_program("local", {**config, "spotkeeper:pools": json.dumps(pools)})
+    machines = of(made, "gcp:compute/instance:Instance")
+    (policy,) = (one for one in of(made, "gcp:compute/resourcePolicy:ResourcePolicy") if fixed["name"] in one.name)
+    assert machines and all(policy.name in str(machine.properties["resourcePolicies"]) for machine in machines)
+
+
 # --- the function and what calls it ------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from spotkeeper.contract.job import Checkpoint, Nodes
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.record import Limits, Node, Record, Roll
 from spotkeeper.contract.stack import Model
-from spotkeeper.reconcile.decide import Snapshot, Times, decide
+from spotkeeper.reconcile.decide import Snapshot, Times, calls, decide
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import generation
 from spotkeeper.reconcile.decide.provisioning import machine_health, offers, pending
@@ -461,3 +461,10 @@ def test_a_stop_moves_to_an_earlier_deadline_only() -> None:
     stops = Draft(*on_record(stop=True, stop_since=NOW, stop_deadline=None)(*calm(2)))
     stops.halt(NOW + 90, "notice")
     assert stops.record.stop_deadline == NOW + 90
+
+
+@pytest.mark.parametrize(
+    ("change", "more_gb"), [(on_spec(scratch_gb=50), 51), (on_spec(), 0), (on_snapshot(spec=None), 0)]
+)
+def test_a_disk_is_larger_by_its_scratch_folder(change: Change, more_gb: int) -> None:
+    assert calls._more_gb(Draft(*change(*calm(1)))) == more_gb

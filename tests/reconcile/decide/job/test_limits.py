@@ -128,3 +128,21 @@ def test_a_limit_that_keeps_a_node_waiting_is_told_once(record: dict[str, object
     assert draft.record.reason == ("too many" if vacant else "")
     found = [(entry.id, entry.event, entry.node, entry.detail) for entry in draft.entries]
     assert found == ([("limit.v41", Event.LIMIT, 1, "too many")] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("launches", "waits"),
+    [
+        ((TIMES.launches_node - 1, 0), ""),
+        ((TIMES.launches_node, 0), "node 0"),
+        ((0, TIMES.launches_node + 2 * TIMES.launches_job - 1), ""),
+        ((0, TIMES.launches_node + 2 * TIMES.launches_job), "the job"),
+    ],
+)
+def test_an_hours_launches_end_at_the_limit_of_the_node_or_the_job(launches: tuple[int, int], waits: str) -> None:
+    nodes = [on_node(index, launches=count) for index, count in enumerate(launches)]
+    case = on_record(limits=Limits(hour=NOW))(*calm(2))
+    for change in nodes:
+        case = change(*case)
+    why = limits.bars(Draft(*case), 0)
+    assert why.startswith(f"waiting: {waits} was given") if waits else why == ""
