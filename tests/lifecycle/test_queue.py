@@ -55,7 +55,7 @@ def cap_of_one(stage: Stage) -> Iterator[None]:
     write(state)
 
 
-@pytest.mark.matrix  # test_searches.py has jobs that stop for others in `make test`
+@pytest.mark.matrix  # tests/reconcile/decide/queue has jobs that stop for others in `make test`
 def test_a_low_job_saves_stops_waits_and_comes_back_for_a_high_one(stage: Stage, tmp_path: Path) -> None:
     assert STEPS * STEP_S > (PROTECTED_S + ENDING_S + 180) / SCALE
     spec = tiny("low", STEPS, nodes=1, static="never", priority="low")

@@ -45,6 +45,7 @@ def losses(text: str) -> dict[int, float]:
     return {int(step): float.fromhex(value) for _, step, value in lines}
 
 
+@pytest.mark.matrix  # tests/reconcile/decide/gang and tests/train/loop/test_rungs.py have its parts in `make test`
 def test_the_better_trial_goes_on_from_its_copy_and_learns_the_same(stage: Stage, tmp_path: Path) -> None:
     spec, source = script(tmp_path, "train", TRAIN, checkpoint=Checkpoint(mirror=Mirror()))
     alone = {}
