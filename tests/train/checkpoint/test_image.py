@@ -215,14 +215,13 @@ def test_without_memory_the_pages_of_a_saver_are_not_owned(monkeypatch: pytest.M
 
     file = os.memfd_create("image")
     try:
-        os.ftruncate(file, 2 * PAGE)
-        ours = CopyOnWrite(file, 2 * PAGE)
-        ours.use(memoryview(ours)[:PAGE], 0)
-        used = memoryview(ours)[PAGE:]
-        ours.use(used, PAGE)
+        os.ftruncate(file, PAGE)
+        ours = CopyOnWrite(file, PAGE)
+        ours.use(used := memoryview(ours), 0)
         monkeypatch.setattr(durable, "_libc", lambda: SimpleNamespace(madvise=refused))
         with pytest.raises(OSError, match="Cannot allocate memory"):
             ours.own()
+        used.release()
     finally:
         os.close(file)
 

@@ -18,7 +18,8 @@ from tests.no_dynamo import NO_DYNAMO
 from tests.sizes import WHOLE, size
 from tests.train.forks import FORKS, interpret
 
-SCRIPT = """
+PACE = "time.sleep(0.03)"  # in each step; other scripts have something else in its place
+SCRIPT = f"""
 import hashlib, os, pathlib, random, signal, sys, time
 import spotkeeper, torch
 from torch import nn
@@ -45,7 +46,7 @@ if __name__ == "__main__":
         optimizer.step()
         optimizer.zero_grad()
         print("step", run.steps_done, flush=True)
-        time.sleep(0.03)
+        {PACE}
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     print("end", hashlib.sha256(weights).hexdigest(), torch.rand(1).item(), flush=True)
 """
@@ -212,9 +213,7 @@ def test_signals_work_in_two_loops_and_after_a_resume(tmp_path: Path, whole: str
 
 
 def test_ctrl_c_twice_interrupts_a_step_that_takes_too_long(tmp_path: Path, whole: str) -> None:
-    slow = SCRIPT.replace(
-        "time.sleep(0.03)", "run.steps_done == 20 and (run.save(), print('slow', flush=True), time.sleep(600))"
-    )
+    slow = SCRIPT.replace(PACE, "run.steps_done == 20 and (run.save(), print('slow', flush=True), time.sleep(600))")
     with life(tmp_path, slow, real=True) as script:
         script.until("slow")
         group(script, signal.SIGINT)
@@ -229,7 +228,7 @@ def test_ctrl_c_twice_interrupts_a_step_that_takes_too_long(tmp_path: Path, whol
 
 
 STUCK = SCRIPT.replace("return torch.full", "index == 63 and time.sleep(600)\n        return torch.full").replace(
-    "time.sleep(0.03)", "time.sleep(0.3)"
+    PACE, "time.sleep(0.3)"
 )
 
 
@@ -261,7 +260,7 @@ def test_workers_end_when_their_trainer_dies(tmp_path: Path) -> None:
 VALIDATING = SCRIPT.replace(
     "    loader = ", "    check = DataLoader(Noisy(), 8, num_workers=2)\n    loader = "
 ).replace(
-    "        time.sleep(0.03)",
+    f"        {PACE}",
     """        if run.steps_done == 20:
             state = torch.get_rng_state()
             for number, _ in enumerate(check):
@@ -319,7 +318,7 @@ def test_after_the_loop_signals_have_their_former_handlers(tmp_path: Path, whole
 
 
 FORK = SCRIPT.replace(
-    "        time.sleep(0.03)",
+    f"        {PACE}",
     """        if run.steps_done == 20:
             own = os.fork()
             if own == 0:
@@ -360,7 +359,7 @@ def test_a_hanging_saver_blocks_no_stop(
     tmp_path: Path, whole: str, save: int, then: str, newest: int, says: str
 ) -> None:
     """Real stops: what it was given up for is said, and what it had saved is gone on from."""
-    text = SCRIPT.replace("        time.sleep(0.03)\n", SILENT.format(save=save, then=then))
+    text = SCRIPT.replace(f"        {PACE}\n", SILENT.format(save=save, then=then))
     with life(tmp_path, text, real=WHOLE and save == 10 and then == "pass") as script:
         script.until("here")
         (saver,) = (pid for pid in descendants(script.pid) if b"saver.py" in command(pid))
