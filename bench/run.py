@@ -114,9 +114,11 @@ def machine() -> str:
             model = line.partition(":")[2].strip()
             break
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    # Distributions build Python with profile-guided optimization, version managers mostly do not: a fifth of the time.
+    whose = " of the distribution" if sys.base_prefix == "/usr" else ""
     return (
         f"{model}, {len(os.sched_getaffinity(0))} cores, {memory_gb:.0f} GiB, {platform.system()}, "
-        f"Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
+        f"Python {platform.python_version()}{whose}, load {os.getloadavg()[0]:.1f}"
     )
 
 
