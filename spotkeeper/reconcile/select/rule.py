@@ -26,12 +26,11 @@ class Go(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One step of a plan. ``why``: the reason in one line; ``worth``: on-demand hours saved by an hour of the step."""
+    """One step of a plan. ``why``: the reason in one line."""
 
     go: Go
     zone: str = ""
     why: str = ""
-    worth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +228,7 @@ def _cheaper(job: JobState, here: SpotZone, zones: tuple[SpotZone, ...], rule: R
         return []
     saves = max(0.0, WHOLE - here.price)
     return [
-        Proposal(
-            Go.SPOT, zone.id, f"{_percent(zone.price)} of the on-demand price instead of {_percent(here.price)}", rate
-        )
+        Proposal(Go.SPOT, zone.id, f"{_percent(zone.price)} of the on-demand price instead of {_percent(here.price)}")
         for rate, _, _, zone in weigh(job, zones, rule)
         if zone.price < here.price - rule.cheaper_by and rate > saves + rule.better
     ]
@@ -250,8 +247,8 @@ def _on_demand(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: boo
     stayed = job.age_h >= rule.stay_restarts * job.restart_h
     if stayed and job.slack_h > rule.leave_restarts * job.restart_h + rule.leave_left * job.left_h:
         steps = [
-            Proposal(Go.SPOT, zone.id, _promise(life, zone), rate)
-            for rate, worth, life, zone in weigh(job, zones, rule)
+            Proposal(Go.SPOT, zone.id, _promise(life, zone))
+            for _, worth, life, zone in weigh(job, zones, rule)
             if worth > rule.back * job.restart_h
         ]
     asked = {step.zone for step in steps}
@@ -267,7 +264,7 @@ def _idle(job: JobState, zones: tuple[SpotZone, ...], rule: Rule, must: bool) ->
         why = _pressed(job)
         return Plan((Proposal(Go.ON_DEMAND, "", why),), why)
     steps = [
-        Proposal(Go.SPOT, zone.id, _promise(life, zone), rate)
+        Proposal(Go.SPOT, zone.id, _promise(life, zone))
         for rate, _, life, zone in weigh(job, zones, rule)
         if rate > rule.least
     ]

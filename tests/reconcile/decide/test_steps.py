@@ -18,7 +18,7 @@ from spotkeeper.contract.facts import Kind
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import Checkpoint, Mirror, Nodes
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import BACKUP, Fetch, Hold, Mirrored, Move, Phase, SlotState
+from spotkeeper.contract.record import BACKUP, Fetch, Hold, Mirrored, Move, Phase, Roll, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.checkpoint import location, mirrors
@@ -369,12 +369,15 @@ def test_a_node_that_is_left_out_keeps_its_machine_without_a_disk() -> None:
         ([on_node(2, cur=None)], False),
         ([on_snapshot(progress=None)], False),  # a stop would lose all steps
         ([on_snapshot(progress=None), on_cur(2, cause="resize")], True),
+        ([on_record(roll=Roll(40, NOW, "silence"))], False),
+        ([on_record(pause="user")], False),
+        ([on_record(move=Move("z-b", NOW))], False),
     ],
 )
 def test_a_generation_stops_once_for_the_nodes_that_it_lacks(changes: list[Change], stops: bool) -> None:
     coming = member(2, state=SlotState.ADMITTED, disk=False, has_newest=False)
     draft = changed(calm(3), on_record(members=(0, 1)), on_node(2, cur=coming), *changes)
-    generation._grow(draft)
+    generation.step(draft)
     assert draft.record.stop is stops
     assert draft.record.stop_deadline == (NOW + 5 + TIMES.stop_s if stops else None)
     assert [(entry.id, entry.cause) for entry in draft.entries] == [("stop.g3", "grow")] * stops

@@ -291,9 +291,11 @@ def priced(*usd: float) -> tuple[OfferHistory, ...]:
     return tuple(replace(steady(zone), price=price) for zone, price in zip(ZONES, usd, strict=True))
 
 
-def runs_spot(market: tuple[OfferHistory, ...], **more: object) -> tuple[list[str], bool]:
+def runs_spot(
+    market: tuple[OfferHistory, ...], max_price: float | None = None, **more: object
+) -> tuple[list[str], bool]:
     need = Need(NOW, models=(SPOT,), market=market, runs=Runs(SPOT, "pool/z-a/spot"), begin_s=60.0, **more)  # type: ignore[arg-type]
-    found = select(job(), stack(), need)
+    found = select(job(max_price=max_price), stack(), need)
     return [choice.offer.zone[-1] for choice in found.choices], found.leaves
 
 
@@ -307,6 +309,12 @@ def test_running_spot_is_left_only_for_much_cheaper_spot() -> None:
 def test_spot_above_the_on_demand_price_is_left_for_any_offer() -> None:
     assert runs_spot(priced(1.4, 1.2, 1.3)) == ([], True)
     assert runs_spot(priced(1.4, 0.3, 1.3)) == (["b"], True)
+
+
+def test_a_running_machine_above_max_price_is_compared_with_those_below() -> None:
+    """Left out, it would stay whatever it costs."""
+    assert runs_spot(priced(1.4, 0.3, 1.3), 0.5) == (["b"], True)
+    assert runs_spot(priced(0.9, 0.2, 0.6), 0.5) == (["b"], False)
 
 
 def test_the_cost_of_a_move_counts() -> None:
