@@ -70,6 +70,12 @@ def on_cur(index: int, **changes: object) -> Change:
     return lambda record, snapshot: on_node(index, cur=replace(record.nodes[index].cur, **changes))(record, snapshot)
 
 
+def changed(case: Case, *changes: Change) -> Draft:
+    for change in changes:
+        case = change(*case)
+    return Draft(*case)
+
+
 # -- the slowest machine is replaced
 
 

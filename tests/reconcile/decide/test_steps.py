@@ -28,7 +28,7 @@ from spotkeeper.reconcile.decide.job import progress
 from spotkeeper.reconcile.decide.provisioning import pending, reservations, slots
 from spotkeeper.reconcile.decide.queue import claim
 from tests.reconcile.decide.test_decide import NOW, UID, fact, gang, intent, machine, member
-from tests.reconcile.decide.test_guards import Case, Change, calm, on_cur, on_node, on_record, on_snapshot, on_spec
+from tests.reconcile.decide.test_guards import Change, calm, changed, on_cur, on_node, on_record, on_snapshot, on_spec
 from tests.reconcile.world import JOB, ZONES
 
 TIMES = Times()
@@ -36,12 +36,6 @@ TIMES = Times()
 
 def on_listing(**changes: object) -> Change:
     return lambda record, seen: (record, with_(seen, listing=replace(seen.listing, **changes)))
-
-
-def changed(case: Case, *changes: Change) -> Draft:
-    for change in changes:
-        case = change(*case)
-    return Draft(*case)
 
 
 # -- slots

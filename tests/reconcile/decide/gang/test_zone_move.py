@@ -24,8 +24,8 @@ from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.gang import zone_move
 from tests.reconcile.decide.test_decide import NOW, UID, intent
-from tests.reconcile.decide.test_guards import Change, calm, on_cur, on_node, on_record, on_snapshot, on_spec
-from tests.reconcile.decide.test_steps import changed, on_listing
+from tests.reconcile.decide.test_guards import Change, calm, changed, on_cur, on_node, on_record, on_snapshot, on_spec
+from tests.reconcile.decide.test_steps import on_listing
 from tests.reconcile.world import JOB, STACK
 
 TIMES = Times()

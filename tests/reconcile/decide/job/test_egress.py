@@ -14,8 +14,8 @@ from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job import transfer
 from spotkeeper.reconcile.decide.job.progress import move_costs
 from spotkeeper.report.money.money import money
-from tests.reconcile.decide.job.test_progress import NOW, Change, calm, on_record, on_snapshot, on_spec
-from tests.reconcile.decide.test_guards import on_cur, on_node
+from tests.reconcile.decide.test_decide import NOW
+from tests.reconcile.decide.test_guards import Change, calm, changed, on_cur, on_node, on_record, on_snapshot, on_spec
 from tests.reconcile.world import JOB, World, stack
 
 HOME, ABROAD = "z", "y"
@@ -33,10 +33,7 @@ def both(spot_abroad: float = 0.3) -> StackState:
 
 
 def draft(*changes: Change) -> Draft:
-    case = on_snapshot(stack=both())(*calm(2))
-    for change in changes:
-        case = change(*case)
-    return Draft(*case)
+    return changed(calm(2), on_snapshot(stack=both()), *changes)
 
 
 def usd(made: Draft) -> dict[str, float]:

@@ -12,7 +12,7 @@ from spotkeeper.reconcile.decide import Times
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.job import limits
 from tests.reconcile.decide.test_decide import NOW
-from tests.reconcile.decide.test_guards import calm, on_node, on_record, on_snapshot
+from tests.reconcile.decide.test_guards import calm, changed, on_node, on_record, on_snapshot
 from tests.reconcile.world import stack
 
 TIMES = Times()
@@ -141,8 +141,5 @@ def test_a_limit_that_keeps_a_node_waiting_is_told_once(record: dict[str, object
 )
 def test_an_hours_launches_end_at_the_limit_of_the_node_or_the_job(launches: tuple[int, int], waits: str) -> None:
     nodes = [on_node(index, launches=count) for index, count in enumerate(launches)]
-    case = on_record(limits=Limits(hour=NOW))(*calm(2))
-    for change in nodes:
-        case = change(*case)
-    why = limits.bars(Draft(*case), 0)
+    why = limits.bars(changed(calm(2), on_record(limits=Limits(hour=NOW)), *nodes), 0)
     assert why.startswith(f"waiting: {waits} was given") if waits else why == ""

@@ -13,7 +13,7 @@ from spotkeeper.reconcile.decide import Snapshot
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import offers, replacement
 from tests.reconcile.decide.test_decide import NOW, intent, machine, member
-from tests.reconcile.decide.test_guards import Change, calm, on_cur, on_node, on_snapshot, on_spec
+from tests.reconcile.decide.test_guards import Change, calm, changed, on_cur, on_node, on_snapshot, on_spec
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,7 @@ def test_a_refused_node_of_a_gang_with_two_regions_waits_for_the_others(changes:
     case = calm(2, regions=("here", "there"))
     refused = on_node(0, refused=("pool/z-a/spot",), refused_at=NOW - 100.0)
     go = (on_cur(0, notice=NOW + 30), on_cur(1, notice=NOW + 30))
-    for change in (*go, refused, on_node(1, next=intent(2)), *changes):
-        case = change(*case)
-    draft = Draft(*case)
+    draft = changed(case, *go, refused, on_node(1, next=intent(2)), *changes)
     assert replacement._holds_back(draft, draft.nodes[0]) is held
 
 
