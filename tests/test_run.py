@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -52,7 +53,8 @@ def test_no_process_of_a_test_stays(tmp_path: Path, cut: int | None) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # noqa: PLW1509 - as a background job has it
     )
     if cut is not None:
-        (tmp_path / "ready").open().close()
+        with os.fdopen(os.open(tmp_path / "ready", os.O_RDONLY | os.O_NONBLOCK)) as ready:
+            assert select.select([ready], [], [], 60)[0], "the test never began"
         os.killpg(whole.pid, cut) if cut == signal.SIGINT else whole.send_signal(cut)
     out, err = whole.communicate(timeout=60)
     left = int((tmp_path / "left").read_text())
