@@ -88,6 +88,9 @@ def _environment(root: Path, folder: Path) -> None:
         if path.is_symlink():
             to.symlink_to(path.readlink())
         elif (path.is_file() and path.parent.name == "bin" and _named(path, root)) or path.name.startswith("__edit"):
+            # With another checkout's, tests would import that one and meet no mutant.
+            if path.name.endswith("_finder.py") and f"'{root}/" not in path.read_text():
+                raise RuntimeError(f"{old} is another checkout's: remove it and run `make setup` in {root}")
             to.write_text(path.read_text().replace(str(root), str(folder)))
             to.chmod(path.stat().st_mode)
         elif path.name != "__pycache__":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.mutants import __main__ as mutants
-from tests.mutants import areas, reach, worker
+from tests.mutants import areas, lane, reach, worker
 from tests.mutants.__main__ import EQUIVALENT, drawn
 
 if TYPE_CHECKING:
@@ -48,6 +48,22 @@ def mutated(file: str, source: str) -> list[Mutant]:
 def found(function: str) -> set[str]:
     every = mutated("box.py", SOURCE)
     return {mutant.diff.split("\n+")[1].strip() for mutant in every if mutant.function == function}
+
+
+def test_an_environment_that_imports_another_checkout_is_refused(tmp_path: Path) -> None:
+    """Its tests would not meet the mutants."""
+    root, packages = tmp_path / "ours", tmp_path / "ours/.venv/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (root / ".venv/bin").mkdir()
+    (root / ".venv/pyvenv.cfg").touch()
+    finder = packages / "__editable___spotkeeper_finder.py"
+    finder.write_text(f"MAPPING = {{'spotkeeper': '{root}/spotkeeper'}}")
+    lane._environment(root, tmp_path / "copy")
+    copied = tmp_path / "copy/.venv" / packages.relative_to(root / ".venv") / finder.name
+    assert copied.read_text() == f"MAPPING = {{'spotkeeper': '{tmp_path}/copy/spotkeeper'}}"
+    finder.write_text("MAPPING = {'spotkeeper': '/theirs/spotkeeper'}")
+    with pytest.raises(RuntimeError, match=r"\.venv is another checkout's: remove it and run `make setup` in .*/ours$"):
+        lane._environment(root, tmp_path / "other")
 
 
 def test_operators_mutate_conditions_numbers_and_arguments_but_no_annotations() -> None:
