@@ -164,12 +164,16 @@ example = pytest.fixture(scope="session", name="example")(declare_example)
 
 
 def declare_shared() -> dict[str, Declared]:
-    """A stack in another project's network, whose jobs read secrets."""
+    """A stack in another project's network, whose jobs read secrets, and whose ticks are rare."""
     config = read_config(STACKS / "Pulumi.example-gcp.yaml")
-    secrets = ["wandb", "projects/acme-vault/secrets/hub", "projects/acme-vault/secrets/wandb"]
-    return run_program(
-        "demo", {**config, "spotkeeper:network": json.dumps(OTHER_STACK), "spotkeeper:secrets": json.dumps(secrets)}
-    )
+    changed: dict[str, Any] = {
+        "network": OTHER_STACK,
+        "secrets": ["wandb", "projects/acme-vault/secrets/hub", "projects/acme-vault/secrets/wandb"],
+    }
+    rare = {"reconcile": {"tick_minutes": 60}, "limits": {"lease_minutes": 180}, "alerts": {"missed_minutes": 120}}
+    for name, values in rare.items():
+        changed[name] = json.loads(config.get(f"spotkeeper:{name}", "{}")) | values
+    return run_program("demo", config | {f"spotkeeper:{name}": json.dumps(value) for name, value in changed.items()})
 
 
 shared = pytest.fixture(scope="session", name="shared")(declare_shared)

@@ -507,6 +507,13 @@ def test_literal_addresses_of_channels_must_fit_into_the_functions_environment()
     assert len(stackfiles.read("gcp", {"channels": channels[:2]}).addresses()) <= 2500
 
 
+def test_channels_have_public_addresses_but_on_the_one_machine_cloud() -> None:
+    channels = {"channels": [{"name": "here", "kind": "webhook", "address": "https://127.0.0.1:8443/x"}]}
+    with pytest.raises(SpecError, match="is not a public address"):
+        stackfiles.read("gcp", channels)
+    stackfiles.read("gcp", channels | {"endpoints.compute": "http://127.0.0.1:8080"})
+
+
 def test_more_reservations_than_fit_into_the_functions_policy_are_refused() -> None:
     ours = [{"name": f"cr-{n:017x}", "zone": "us-east-1a", "count": 1} for n in range(31)]
     assert len(stackfiles.read("aws", {"pools.1.reservations": ours[:30]}).pools[1].reservations) == 30

@@ -27,7 +27,7 @@ from spotkeeper.contract.facts import Fact, Kind
 from spotkeeper.contract.generation import Progress
 from spotkeeper.contract.job import Checkpoint, JobRequest, JobSpec, Nodes, RequestKind
 from spotkeeper.contract.ledger import Entry, Event
-from spotkeeper.contract.market import Observation, PriceRun, Prices
+from spotkeeper.contract.market import Network, Observation, PriceRun, Prices
 from spotkeeper.contract.record import Node, Record, Slot, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.contract.sweep import SweepState, TrialReport
@@ -646,6 +646,13 @@ class TestStore:
         assert store.cas_prices(Prices("gpu", 6.0), token) and store.cas_prices(Prices("gpu", 7.0), token) is None
         held = store.read_prices(("gpu", "cpu"))
         assert {pool: one.value for pool, one in held.items()} == {"gpu": Prices("gpu", 6.0)}
+
+    def test_the_newest_bandwidth_of_a_machine_type_in_a_zone_stays(self, store: Store) -> None:
+        assert store.read_networks() == ()
+        networks = [Network("a3", "z-a", 100.0, 5.0), Network("a3", "z-b", 90.0, 6.0), Network("a2", "z-a", 80.0, 7.0)]
+        for network in (Network("a3", "z-a", 1.0, 1.0), *networks):
+            store.put_network(network)
+        assert sorted(store.read_networks(), key=lambda one: one.at) == networks
 
     def test_an_unreadable_market_is_unknown_and_replaced(self, store: Store) -> None:
         store.put(paths.market_hour("gpu", 1), b"[]")

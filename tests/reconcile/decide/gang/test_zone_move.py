@@ -147,6 +147,13 @@ def test_why_a_move_is_refused(changes: list[Change], zone: str | None, why: str
         assert (draft.whole(), draft.entries) == (draft.before, [])
 
 
+@pytest.mark.parametrize(("asked", "left"), [("z-b", None), ("z", None), ("z-c", ZoneRequest("z-c", NOW))])
+def test_a_move_answers_the_request_for_its_zone_and_no_other(asked: str, left: ZoneRequest | None) -> None:
+    draft = changed(calm(2), on_record(asked_zone=ZoneRequest(asked, NOW)))
+    zone_move.begin(draft, "z-b", "stockout")
+    assert draft.record.asked_zone == left
+
+
 def test_a_move_stops_the_gang_and_is_logged() -> None:
     draft = changed(
         calm(2), on_node(0, next=intent(2), replace_reason="user"), on_record(dry_since=NOW, roll=Roll(40, NOW, "x"))
