@@ -109,6 +109,7 @@ def test_the_checkouts_stack_files_are_valid(name: str) -> None:
     endpoint = "http://127.0.0.1:9" if name == "local" else None
     settings = from_config(read_config(STACKS / f"Pulumi.{name}.yaml", endpoint), "demo")
     assert [pool.kind for pool in settings.pools][:2] == ["static", "spot"]
+    assert bool(settings.project) is (name != "example-aws")
 
 
 def test_teams_reach_the_function_as_they_are_written() -> None:

@@ -135,6 +135,16 @@ def test_a_node_without_its_last_writes_goes_on_from_the_disk_that_it_used_last(
     assert found(*later) == (7, "7")
 
 
+def test_machines_of_other_jobs_and_of_nodes_that_are_no_more_raise_no_number(world: World) -> None:
+    record, listing = world.record(), world.list(world.stack.stack)
+    (first, *rest) = listing.vms
+    other, beyond = replace(first, job="wxyz2345", attempt=70), replace(first, node=len(record.nodes), attempt=80)
+    known = raised(record, listing, 0.0)
+    assert raised(record, replace(listing, vms=(first, *rest, other, beyond)), 0.0) == known
+    later = raised(record, replace(listing, vms=(replace(first, attempt=90), *rest)), 0.0)
+    assert later.nodes[first.node].top == 90 + RAISE
+
+
 def test_an_ended_job_stays_as_it_is(world: World) -> None:
     ended = replace(world.record(), phase=Phase.DONE)
     assert raised(ended, world.list(world.stack.stack), 0.0) is ended

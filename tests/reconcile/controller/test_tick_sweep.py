@@ -278,8 +278,20 @@ def test_an_unreadable_job_does_not_stop_the_others() -> None:
 
     world.memory.list_facts = list_facts  # type: ignore[method-assign]
     result = tick(world.store, world, world, world.options)
-    assert result.failed == (JOB,)
+    assert (result.failed, result.trouble) == ((JOB,), "")
     assert [r.record.job for r in result.rounds if r.record] == ["wxyz2345"]
+
+
+def test_a_tick_in_which_every_jobs_round_failed_says_why() -> None:
+    world = trained()
+
+    def list_facts(job: str):  # type: ignore[no-untyped-def]
+        raise StoreError("the bucket does not answer")
+
+    world.memory.list_facts = list_facts  # type: ignore[method-assign]
+    result = tick(world.store, world, world, world.options)
+    assert (result.failed, result.rounds) == ((JOB,), ())
+    assert result.trouble == "the round of every job was interrupted: the bucket does not answer"
 
 
 def test_a_record_written_after_the_listing_is_not_judged_by_it() -> None:

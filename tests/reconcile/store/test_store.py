@@ -506,11 +506,12 @@ class TestStore:
         store.delete_request(JOB, "z1")
         assert store.list_requests(JOB) == (late,)
 
-    def test_an_unreadable_request_stops_nothing(self, store: Store) -> None:
+    def test_an_unreadable_request_stops_nothing(self, store: Store, caplog: pytest.LogCaptureFixture) -> None:
         good = JobRequest("a1", RequestKind.CANCEL, 9.0)
         store.put_request(JOB, good)
         store.put(paths.requests(JOB) + "bad", b'{"id":"bad","kind":"explode","at":1}')
         assert store.list_requests(JOB) == (good,)
+        assert f"skipped {paths.requests(JOB)}bad: " in caplog.text
         (aside,) = store.list("quarantine/")
         assert (store.get(aside) or b"").startswith(f"{paths.requests(JOB)}bad\n".encode() + b'{"id":"bad"')
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import spotkeeper
-from spotkeeper.train.core.errors import DataError
+from spotkeeper.train.core.errors import AttachError, DataError
+from spotkeeper.train.core.microbatch import _check
 from spotkeeper.train.loop.run import Run
 from tests.train.data.test_sampler import Endless
 
@@ -189,6 +193,33 @@ def test_objects_unfit_for_a_changing_world_are_refused() -> None:
     run = script.attach(global_batch=8)
     with pytest.raises(DataError, match="no indices to divide among a changing number of ranks"):
         next(iter(run.steps(DataLoader(Endless(), 4))))
+
+
+SHARDED = (
+    "attach(model=): this run's division of work may change, so wrap the model in DistributedDataParallel; a sharded "
+    "model needs a fixed number of nodes and no `machines`"
+)
+STATIC_GRAPH = (
+    "attach(model=): DistributedDataParallel(static_graph=True) cannot accumulate gradients, which this run must do "
+    "because its division of work may change"
+)
+
+
+@pytest.mark.parametrize(
+    ("parts", "world", "why"),
+    [
+        ({}, 1, ""),
+        ({}, 2, SHARDED),
+        ({"sharded": True}, 1, SHARDED),
+        ({"ddp": SimpleNamespace(static_graph=False)}, 2, ""),
+        ({"ddp": SimpleNamespace(static_graph=True)}, 2, STATIC_GRAPH),
+        ({"ddp": SimpleNamespace(static_graph=True)}, 1, STATIC_GRAPH),
+    ],
+)
+def test_models_unfit_for_a_changing_world_are_refused(parts: dict[str, Any], world: int, why: str) -> None:
+    given: Any = SimpleNamespace(**{"optimizers": ("one",), "sharded": False, "ddp": None} | parts)
+    with pytest.raises(AttachError, match=f"^{re.escape(why)}$") if why else nullcontext():
+        _check(given, world)
 
 
 def test_an_elastic_job_uses_its_largest_worlds_batch(monkeypatch: pytest.MonkeyPatch) -> None:
