@@ -164,11 +164,13 @@ example = pytest.fixture(scope="session", name="example")(declare_example)
 
 
 def declare_shared() -> dict[str, Declared]:
-    """A stack in another project's network, whose jobs read secrets, and whose ticks are rare."""
+    """A stack in another project's network, whose jobs read secrets, whose ticks are rare, and two of whose users may
+    open shells, one of them a submitter."""
     config = read_config(STACKS / "Pulumi.example-gcp.yaml")
     changed: dict[str, Any] = {
         "network": OTHER_STACK,
         "secrets": ["wandb", "projects/acme-vault/secrets/hub", "projects/acme-vault/secrets/wandb"],
+        "ssh": ["user:kim@acme.dev", "user:lee@acme.dev"],
     }
     rare = {"reconcile": {"tick_minutes": 60}, "limits": {"lease_minutes": 180}, "alerts": {"missed_minutes": 120}}
     for name, values in rare.items():

@@ -52,6 +52,12 @@ def told(world: World) -> list[tuple[str, Event, str]]:
 # -- feeding
 
 
+def test_new_prices_replace_old_ones_of_their_zone_alone() -> None:
+    old = (PriceRun(1.0, 0.1, "a"), PriceRun(2.0, 0.2, "b"), PriceRun(5.0, 0.5, "a"), PriceRun(6.0, 0.6, "b"))
+    told = (PriceRun(5.0, 0.55, "a"), PriceRun(7.0, 0.7, "a"))
+    assert market._merged(old, told) == (old[0], old[1], told[0], old[3], told[1])
+
+
 def test_launches_losses_and_returns_are_noted_by_machine_and_hour() -> None:
     world = trained(World(nodes=1, steps=4000))
     world.run(60)

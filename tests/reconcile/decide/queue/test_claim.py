@@ -69,6 +69,12 @@ def test_a_job_of_a_higher_priority_takes_the_machines_and_gives_them_back() -> 
     assert world.memory.allocation[0].claims == ()
 
 
+@pytest.mark.parametrize(("policy", "on_demand"), [("on-demand", True), ("balanced", False), ("spot", False)])
+def test_a_claim_says_whether_the_job_takes_on_demand_machines_alone(policy: str, on_demand: bool) -> None:
+    made = claim.claim(Draft(*calm(2, policy=policy)))
+    assert made is not None and made.on_demand is on_demand
+
+
 def test_a_job_that_has_just_started_keeps_its_machines() -> None:
     world = world_of(2, nodes=2)
     submit(world, JOB)
