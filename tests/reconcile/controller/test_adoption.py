@@ -17,7 +17,7 @@ from spotkeeper.contract.record import Node, Phase, Record, Slot, SlotState, Tri
 from spotkeeper.contract.stack import Model, TeamState
 from spotkeeper.contract.sweep import Trial
 from spotkeeper.reconcile.controller import reconcile_job
-from spotkeeper.reconcile.controller.adoption import adopted
+from spotkeeper.reconcile.controller.adoption import adopt, adopted
 from spotkeeper.reconcile.controller.document import Speaker
 from spotkeeper.reconcile.controller.intake import accept
 from spotkeeper.reconcile.controller.reconcile_job import Ended, Prefetched, run_round
@@ -63,6 +63,17 @@ def put(world: World, record: Record) -> None:
     world.store.put_spec(JOB, replace(world.spec, priority="high", team="vision"))
     world.store.set_active(JOB)
     assert world.store.create_record(record)
+
+
+def test_each_write_of_an_adoption_has_a_name_of_its_own() -> None:
+    """A writer whose answer was lost finds out by it whether the record is the one that it wrote."""
+    names = set[str]()
+    for _ in range(2):
+        world = World(2)
+        put(world, forged(world))
+        assert adopt(world.store, JOB, world.t)
+        names.add(world.record().nonce)
+    assert len(names) == 2 and not names & {"forged", ""}
 
 
 def test_a_forged_record_names_no_owner_no_machines_and_no_results() -> None:
