@@ -164,14 +164,17 @@ example = pytest.fixture(scope="session", name="example")(declare_example)
 
 
 def declare_shared() -> dict[str, Declared]:
-    """A stack in another project's network, whose jobs read secrets, whose ticks are rare, and two of whose users may
-    open shells, one of them a submitter."""
+    """A stack in another project's network, whose jobs read secrets, whose ticks are rare, which adds accelerators to
+    machines, and two of whose users may open shells, one of them a submitter."""
     config = read_config(STACKS / "Pulumi.example-gcp.yaml")
     changed: dict[str, Any] = {
         "network": OTHER_STACK,
         "secrets": ["wandb", "projects/acme-vault/secrets/hub", "projects/acme-vault/secrets/wandb"],
         "ssh": ["user:kim@acme.dev", "user:lee@acme.dev"],
     }
+    added = {"type": "n1-standard-8", "accelerator": {"type": "nvidia-tesla-t4", "count": 2}}
+    pool = {"name": "t4", "kind": "spot", "size": 2, "zones": ["us-central1-b"], "machine": added}
+    changed["pools"] = [*json.loads(config["spotkeeper:pools"]), {**pool, "disk": {"size_gb": 100}}]
     rare = {"reconcile": {"tick_minutes": 60}, "limits": {"lease_minutes": 180}, "alerts": {"missed_minutes": 120}}
     for name, values in rare.items():
         changed[name] = json.loads(config.get(f"spotkeeper:{name}", "{}")) | values

@@ -258,6 +258,12 @@ def test_a_real_stack_sets_no_endpoints(example: Declaration) -> None:
     assert service["environmentVariables"]["SPOTKEEPER_INVOKERS"].endswith(",kim@acme.dev,lee@acme.dev")
 
 
+def test_on_the_one_machine_cloud_team_members_may_call_the_function_too() -> None:
+    changes = {"submitters": ["user:lee@acme.dev"], "teams": {"vision": {"members": ["ann", "eve"], "high": ["eve"]}}}
+    there = environment(stackfiles.read("gcp", changes | {"endpoints.compute": "http://127.0.0.1:1"}), "tick@acme.dev")
+    assert there["SPOTKEEPER_INVOKERS"] == "tick@acme.dev,lee@acme.dev,ann,eve"
+
+
 def test_the_function_gets_the_stack_files_address_ranges() -> None:
     """A machine of any other address is never taken in, and bills until its boot deadline."""
     network = {"vpc": "projects/acme-net/global/networks/shared", "addresses": ["100.64.0.0/10", "10.0.0.0/8"],

@@ -301,6 +301,19 @@ def test_refused_staging_memory_frees_that_of_images(tmp_path: Path, monkeypatch
     assert [each.size for each in pair.server._memories.images] == [0, 0, 0] and not pair.client.images._maps
 
 
+def test_a_run_whose_saver_does_not_answer_at_its_start_trains_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise SaverError(Fault.SAVER_LOST, "the saver has done nothing")
+
+    monkeypatch.setattr(Client, "private", refused)
+    control = Control.private()
+    writer = CheckpointWriter(RunSettings.from_env({}, folder=tmp_path), tmp_path, control, SavePace(60.0))
+    assert writer.greet(1) is None and (writer.failed, control.fault) == (True, Fault.SAVER_LOST)
+    assert "saver lost: the saver has done nothing; training goes on" in capsys.readouterr().err
+
+
 def test_a_writer_says_once_that_its_generation_keeps_no_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
-from spotkeeper.train.checkpoint.manifest import FileSum, Manifest, RankPlace, _file, _time, count
+from spotkeeper.train.checkpoint.manifest import FileSum, Manifest, RankPlace, _file, _place, _time, count
 from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE
 from spotkeeper.train.core import beneath
 
@@ -54,6 +54,14 @@ def test_the_time_of_a_manifest_is_a_finite_number(value: object) -> None:
     with pytest.raises(ValueError, match="is not a time"):
         _time(value)
     assert _time(2) == 2.0
+
+
+@pytest.mark.parametrize("value", [1, None, "true"])
+def test_whether_a_rank_writes_is_true_or_false(value: object) -> None:
+    fields = {"rank": 1, "node": 2, "slot": 3, "writes": True}
+    assert _place(fields) == RankPlace(1, 2, 3, True)
+    with pytest.raises(ValueError, match=f"^COMMIT: `writes` is {value!r}, neither true nor false$"):
+        _place(fields | {"writes": value})
 
 
 def test_newest_is_by_generation_then_step(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from spotkeeper.contract.ledger import Event
 from spotkeeper.contract.market import PriceRun
+from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import pending
 from tests.reconcile.decide.test_guards import calm
@@ -38,6 +39,11 @@ def test_on_demand_is_bought_whatever_spot_costs() -> None:
     world.submit()
     world.until(world.training, 300)
     assert world.record().reason == ""
+
+
+def test_a_node_that_has_a_machine_waits_for_nothing() -> None:
+    draft = Draft(*calm(2))
+    assert pending.nothing(draft, 0, {Model.SPOT}) is False and draft.whole() == draft.before
 
 
 @pytest.mark.parametrize(
