@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from spotkeeper.contract.cloud import (
     CreateDisk,
     InsertVm,
+    Offer,
     Result,
     ResultKind,
     VmStatus,
@@ -375,6 +376,39 @@ def test_a_generation_stops_once_for_the_nodes_that_it_lacks(changes: list[Chang
     assert draft.record.stop is stops
     assert draft.record.stop_deadline == (NOW + 5 + TIMES.stop_s if stops else None)
     assert [(entry.id, entry.cause) for entry in draft.entries] == [("stop.g3", "grow")] * stops
+
+
+@pytest.mark.parametrize(
+    ("cur", "cause"),
+    [
+        ({}, "stop withdrawn"),
+        ({"state": SlotState.ADMITTED, "past": ("a",)}, "reboot"),
+        ({"state": SlotState.ADMITTED}, "grow"),
+        ({"state": SlotState.ADMITTED, "cause": "start"}, "grow"),
+        ({"state": SlotState.ADMITTED, "cause": "loss"}, "loss"),
+    ],
+)
+def test_a_generation_begins_for_what_is_new_in_it(cur: dict[str, object], cause: str) -> None:
+    draft = changed(calm(2), on_cur(1, **cur), on_record(stop=True, stop_since=NOW))
+    assert generation._cause(draft, [0, 1]) == cause
+
+
+@pytest.mark.parametrize(
+    ("node", "cur", "model", "cause"),
+    [
+        ({"replace_reason": "spot"}, {}, Model.SPOT, "swap to spot"),
+        ({"replace_reason": "spot"}, {}, Model.ON_DEMAND, "swap"),
+        ({"replace_reason": "user"}, {}, Model.SPOT, "swap"),
+        ({"replace_reason": "straggler"}, {}, Model.SPOT, "swap of a straggler"),
+        ({"replace_reason": "spot"}, {"notice": NOW + 9}, Model.SPOT, "notice"),
+        ({"replace_reason": "spot"}, {"notice": NOW + 9, "cut": True}, Model.SPOT, "loss"),
+    ],
+)
+def test_a_following_machine_says_what_it_follows(
+    node: dict[str, object], cur: dict[str, object], model: Model, cause: str
+) -> None:
+    draft = changed(calm(1), on_node(0, **node), on_cur(0, **cur))
+    assert reservations._cause(draft.nodes[0], "next", Offer("pool", "z-a", model, 0.3)) == cause
 
 
 # -- work and slack

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import mmap
 import os
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 from spotkeeper.train.agent_link.control import Commit
 from spotkeeper.train.checkpoint import store
-from spotkeeper.train.checkpoint.manifest import FileSum, Manifest, RankPlace, _file, _place, _time, count
+from spotkeeper.train.checkpoint.manifest import FileSum, Manifest, RankPlace, _digest, _file, _place, _time, count
 from spotkeeper.train.checkpoint.store import COMMIT, SKELETON, STATE
 from spotkeeper.train.core import beneath
 
@@ -41,6 +42,11 @@ def test_a_manifest_round_trips(tmp_path: Path) -> None:
     manifest = store.read(tmp_path, Commit(3, 14))
     assert Manifest.from_bytes(manifest.to_bytes()) == manifest
     assert (manifest.commit, manifest.world, manifest.saved_at) == (Commit(3, 14), 1, 1.5)
+    later = json.loads(manifest.to_bytes())
+    later["body"]["format"] = 99
+    later["sha256"] = _digest(later["body"])
+    with pytest.raises(ValueError, match=r"^COMMIT has format 99, this library reads \d+$"):
+        Manifest.from_bytes(json.dumps(later).encode())
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", 7])

@@ -333,6 +333,16 @@ def test_replaced_copies_are_deleted_and_running_uploads_kept() -> None:
     assert left(store) == {"1-20", "2-40", "2-50", "3-60"}
 
 
+def test_a_sweep_deletes_no_more_than_it_has_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleanup, "MOST", 4)
+    store = MemoryStore()
+    laid_out(store, "1-10", "2-40")
+    assert cleanup.sweep_copies(store, record("2-40")) and left(store) == {"2-40"}, "its four objects"
+    laid_out(store, "1-10", "1-20")
+    assert not cleanup.sweep_copies(store, record("2-40"))
+    assert cleanup.sweep_copies(store, record("2-40")) and left(store) == {"2-40"}
+
+
 def test_before_the_first_complete_copy_no_running_upload_is_deleted() -> None:
     store = MemoryStore()
     laid_out(store, "0-5", "1-0")

@@ -16,7 +16,9 @@ from spotkeeper.contract.record import Hold, Outcome, Phase
 from spotkeeper.contract.stack import Price, TeamState
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.queue import claim, use
-from tests.reconcile.decide.test_guards import calm, on_record
+from tests.reconcile.decide.test_decide import NOW
+from tests.reconcile.decide.test_guards import calm, on_node, on_record
+from tests.reconcile.decide.test_guards import changed as changed_case
 from tests.reconcile.world import JOB, World, stack
 
 SECOND = "wxyz2345"
@@ -73,6 +75,14 @@ def test_a_job_of_a_higher_priority_takes_the_machines_and_gives_them_back() -> 
 def test_a_claim_says_whether_the_job_takes_on_demand_machines_alone(policy: str, on_demand: bool) -> None:
     made = claim.claim(Draft(*calm(2, policy=policy)))
     assert made is not None and made.on_demand is on_demand
+
+
+@pytest.mark.parametrize(("begun", "since"), [(NOW - 500.0, NOW - 500.0), (0.0, NOW)])
+def test_a_job_that_runs_without_a_claim_keeps_its_machines(begun: float, since: float) -> None:
+    made = claim.claim(changed_case(calm(2), on_record(gen_since=begun)))
+    assert made is not None and (made.reserved, made.reserved_at, made.waits) == (2, since, None)
+    waits = claim.claim(changed_case(calm(1), on_node(0, cur=None)), ())
+    assert waits is not None and (waits.reserved, waits.waits) == (0, NOW)
 
 
 def test_a_job_that_has_just_started_keeps_its_machines() -> None:
