@@ -326,6 +326,19 @@ def test_an_older_copy_is_not_fetched_while_the_newest_commit_may_come_back() ->
     assert draft.record.fetch is None and draft.entries == []
 
 
+@pytest.mark.parametrize(("waited_s", "fetches"), [(TIMES.disk_s, True), (TIMES.disk_s - 0.1, False)])
+def test_an_older_copy_is_fetched_once_the_disk_with_the_newest_had_time_to_come(
+    waited_s: float, fetches: bool
+) -> None:
+    since = NOW - waited_s
+    older = on_record(mirror=(Mirrored("2-50", 0, NOW),), stop_since=since)
+    case = calm(1, fact(0, Kind.ATTACHED), fact(0, Kind.CHECKPOINT, "1-30"))
+    draft = changed(case, *FETCHES, older, on_cur(0, since=since), on_node(0, wrote=2, newest_generation=2))
+    assert mirrors.lost(draft, [0])
+    generation._begin(draft, [0])
+    assert (draft.record.fetch == Fetch("2-50", 0, (0,))) is fetches
+
+
 def test_a_fetch_is_remembered_once_it_is_there() -> None:
     there = fetching(fact(0, Kind.CHECKPOINT, "2-90"), fact(0, Kind.FETCHED, "2-90"), fetch=FETCH)
     assert mirrors._there(there, [0]) and not mirrors.awaited(there, [0]) and there.record.fetch == FETCH
