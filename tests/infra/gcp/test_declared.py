@@ -10,6 +10,7 @@ import pytest
 
 from infra.gcp.function import environment
 from infra.gcp.identity import CHANGE_RIGHTS, READ_RIGHTS
+from infra.gcp.pools import scheduling
 from spotkeeper.contract import codec
 from spotkeeper.contract.stack import StackState
 from spotkeeper.local.access.iam import holds
@@ -121,6 +122,15 @@ def test_a_spot_pools_two_templates_differ_only_in_scheduling(local: Declaration
         "maxRunDuration": {"seconds": 24 * 3600},
     }
     assert {**spot, "scheduling": None} == {**on_demand, "scheduling": None}
+
+
+def test_without_a_longest_run_templates_name_no_end() -> None:
+    """Compute Engine accepts a termination action of an on-demand machine only with a limit."""
+    pool = stackfiles.read("gcp").pools[1]
+    for model in ("spot", "on-demand"):
+        found = scheduling(pool, model, None)
+        assert found.max_run_duration is None
+        assert found.instance_termination_action == ("DELETE" if model == "spot" else None)
 
 
 def test_templates_have_names_and_no_data_disk(local: Declaration) -> None:

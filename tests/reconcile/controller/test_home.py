@@ -39,7 +39,7 @@ def at(world: World, region: str) -> TickResult:
 
 
 def test_one_write_stops_the_old_home_and_a_tick_lets_the_new_one_decide(world: World) -> None:
-    before = world.record()
+    before, names = world.record(), {world.store.read_allocation().value.nonce}
     with pytest.raises(AwayError, match=f"the home of stack .* is {HOME}: the function in {ABROAD} does nothing"):
         at(world, ABROAD)
     move_home(world)
@@ -49,6 +49,8 @@ def test_one_write_stops_the_old_home_and_a_tick_lets_the_new_one_decide(world: 
     assert run_round(world.store, world, JOB, world, world.options).ended is Ended.BUSY, "it has not taken over"
     assert world.record() == before
     assert at(world, ABROAD).trouble == ""
+    names.add(world.store.read_allocation().value.nonce)
+    assert len(names) == 2, "a writer whose answer was lost knows its own write by it"
     after = world.record()
     assert [node.top for node in after.nodes] == [node.top + RAISE for node in before.nodes]
     assert [node.cur for node in after.nodes] == [node.cur for node in before.nodes], "what trains, trains on"

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -330,6 +331,19 @@ def test_a_writer_says_once_that_its_generation_keeps_no_images(
         assert step < 9
     assert step == 5 and not writer.failed
     assert capsys.readouterr().err.count("generation 1 is older than generation 2") == 1
+
+
+def test_a_writer_says_once_that_it_has_memory_for_two_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = CheckpointWriter(RunSettings.from_env({}, folder=tmp_path), tmp_path, Control.private(), SavePace(60.0))
+    client: Any = SimpleNamespace(images=SimpleNamespace(limited=None))
+    writer._say_limited(client)
+    assert capsys.readouterr().err == ""
+    client.images.limited = SaverError(Fault.NO_MEMORY, "no third")
+    for _ in range(2):
+        writer._say_limited(client)
+    assert capsys.readouterr().err.count("no third; with memory for two images, none is made while") == 1
 
 
 def test_a_written_image_stays_if_older_checkpoints_cannot_be_dropped(
