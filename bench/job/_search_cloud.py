@@ -67,9 +67,9 @@ def _searched(folder: Path, name: str, trials: int, *, preempt: bool) -> tuple[l
     _spotkeeper(folder, "sweep", "sweep.yaml")
     chance, taken, until = random.Random(1), 0, time.monotonic() + LIMIT_S  # noqa: S311  seeded
     while time.monotonic() < until:
-        view = _spotkeeper(folder, "sweep", "status", name, "--all")
-        if all(trial["state"] in ENDED for trial in view["trials"]):
-            return [(trial["number"], trial["value"]) for trial in view["trials"]], taken
+        rows = _spotkeeper(folder, "sweep", "status", name, "--all")["rows"]
+        if len(rows) == trials and all(row["state"] in ENDED for row in rows):
+            return [(row["number"], row["value"]) for row in rows], taken
         vms = [vm["name"] for vm in _spotkeeper(folder, "local", "status")["vms"] if vm["status"] == "RUNNING"]
         dynamic = [vm for vm in vms if "floor" not in vm]
         if preempt and dynamic:

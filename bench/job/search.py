@@ -4,7 +4,7 @@
 data). Their curves are then the metrics of trials in a simulated cloud, in which the function's real code decides,
 machines are lost at random and every machine is paid for. A search costs what its trials' records say.
 
-``SPOTKEEPER_BENCH_TRIALS`` (default 0): also run so many real trials on the one-machine cloud, once in peace and once
+Also run real trials on the one-machine cloud, ``SPOTKEEPER_BENCH_TRIALS`` (default 12, 0: none), once in peace and once
 while a machine is taken away every few seconds, and compare the rankings.
 """
 
@@ -62,7 +62,7 @@ def figures() -> list[dict[str, object]]:
         _figure("sweep.cost_share", share, "", "<= 0.35", share <= 0.35, over),
         _figure("sweep.regret_percent", regret, "%", "<= 1", regret <= 1.0, f"of the best trial's loss: {regrets}"),
     ]
-    count = int(os.environ.get("SPOTKEEPER_BENCH_TRIALS", "0"))
+    count = int(os.environ.get("SPOTKEEPER_BENCH_TRIALS", "12"))
     if count:
         same, told = same_ranking(count)
         out.append(_figure("sweep.same_ranking", float(same), "", "1", same, told))
