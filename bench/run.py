@@ -114,7 +114,7 @@ def machine() -> str:
             model = line.partition(":")[2].strip()
             break
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    # Distributions build Python with profile-guided optimization, version managers mostly do not: a fifth of the time.
+    # Distributions build Python with profile-guided optimization, version managers mostly do not: up to a fifth slower.
     whose = " of the distribution" if sys.base_prefix == "/usr" else ""
     return (
         f"{model}, {len(os.sched_getaffinity(0))} cores, {memory_gb:.0f} GiB, {platform.system()}, "

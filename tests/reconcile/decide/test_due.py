@@ -17,7 +17,7 @@ from spotkeeper.reconcile.decide.calls import due
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.store.documents import OfferHistory
 from tests.reconcile.decide.test_decide import NOW, fact, gang, intent, machine
-from tests.reconcile.decide.test_guards import Case, Change, on_cur, on_node, on_record, on_snapshot, on_spec
+from tests.reconcile.decide.test_guards import Case, Change, all_of, on_cur, on_node, on_record, on_snapshot, on_spec
 
 TIMES = Times()
 SOON = NOW + TIMES.soon_s
@@ -35,16 +35,6 @@ def held(**more: object) -> Change:
     def change(_: object, __: object) -> Case:
         record, snapshot = gang(0, phase=Phase.HOLD, hold=Hold.FAILURE, **more)
         return record, snapshot
-
-    return change
-
-
-def all_of(*changes: Change) -> Change:
-    def change(record: object, snapshot: object) -> Case:
-        case = (record, snapshot)
-        for one in changes:
-            case = one(*case)  # type: ignore[arg-type]
-        return case  # type: ignore[return-value]
 
     return change
 

@@ -70,10 +70,17 @@ def on_cur(index: int, **changes: object) -> Change:
     return lambda record, snapshot: on_node(index, cur=replace(record.nodes[index].cur, **changes))(record, snapshot)
 
 
+def all_of(*changes: Change) -> Change:
+    def change(record: Record, snapshot: Snapshot) -> Case:
+        for one in changes:
+            record, snapshot = one(record, snapshot)
+        return record, snapshot
+
+    return change
+
+
 def changed(case: Case, *changes: Change) -> Draft:
-    for change in changes:
-        case = change(*case)
-    return Draft(*case)
+    return Draft(*all_of(*changes)(*case))
 
 
 # -- the slowest machine is replaced

@@ -142,9 +142,8 @@ def test_the_kinds_of_pools_cannot_change_but_pools_can() -> None:
     assert file_refusal(one, replace(one, static="never"), None) == ""
     assert file_refusal(one, replace(one, static="never"), stack()) == "", "this stack has none"
     sharded = replace(one, checkpoint=Checkpoint(replicated=False), nproc=2)
-    assert "; nproc: cannot change, since a sharded checkpoint fits only as many processes as wrote it" in (
-        "; " + file_refusal(sharded, replace(sharded, nproc=4), both).removeprefix("refused: ")
-    )
+    why = "nproc: cannot change, since a sharded checkpoint fits only as many processes as wrote it. "
+    assert file_refusal(sharded, replace(sharded, nproc=4), both).startswith(why)
     assert file_refusal(one, replace(one, nproc=4), both) == ""
     assert "spotkeeper resize job NODES" in file_refusal(
         replace(one, nodes=Nodes(1, 2)), replace(one, nodes=Nodes(1, 3)), both

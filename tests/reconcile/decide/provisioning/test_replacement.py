@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from spotkeeper.contract.cloud import Listing
 from spotkeeper.contract.ledger import Event
-from spotkeeper.contract.record import SlotState
+from spotkeeper.contract.record import Record, SlotState
 from spotkeeper.contract.stack import Model
 from spotkeeper.reconcile.decide import Snapshot
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.provisioning import offers, replacement
 from tests.reconcile.decide.test_decide import NOW, intent, machine, member
-from tests.reconcile.decide.test_guards import Change, calm, changed, on_cur, on_node, on_snapshot, on_spec
+from tests.reconcile.decide.test_guards import Case, Change, calm, changed, on_cur, on_node, on_snapshot, on_spec
 
 
 @pytest.mark.parametrize(
@@ -51,6 +50,11 @@ def test_a_gang_stops_for_a_replacement_with_its_cause(cur: dict[str, object], c
     assert draft.record.stop_deadline == until
 
 
+def listed(record: Record, seen: Snapshot) -> Case:
+    """With the machine that node 1 requested as its next."""
+    return on_snapshot(listing=replace(seen.listing, vms=(*seen.listing.vms, machine(1, 2))))(record, seen)
+
+
 @pytest.mark.parametrize(
     ("changes", "held"),
     [
@@ -65,7 +69,7 @@ def test_a_gang_stops_for_a_replacement_with_its_cause(cur: dict[str, object], c
         # and then the answers to their requests
         ([on_node(1, next=None)], False),
         ([on_node(1, next=replace(intent(2), state=SlotState.ADMITTED))], False),
-        ([lambda record, seen: on_snapshot(listing=listed(seen))(record, seen)], False),
+        ([listed], False),
     ],
 )
 def test_a_refused_node_of_a_gang_with_two_regions_waits_for_the_others(changes: list[Change], held: bool) -> None:
@@ -81,8 +85,3 @@ def test_one_node_waits_for_nobody() -> None:
     case = on_node(0, refused=("x",), refused_at=NOW, next=intent(2))(*calm(1, regions=("here", "there")))
     draft = Draft(*on_cur(0, notice=NOW + 30)(*case))
     assert not replacement._holds_back(draft, draft.nodes[0])
-
-
-def listed(seen: Snapshot) -> Listing:
-    """With the machine that node 1 requested as its next."""
-    return replace(seen.listing, vms=(*seen.listing.vms, machine(1, 2)))

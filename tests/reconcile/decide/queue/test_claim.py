@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as changed
+from dataclasses import replace as with_
 
 import pytest
 from msgspec.structs import replace
@@ -17,8 +17,7 @@ from spotkeeper.contract.stack import Price, TeamState
 from spotkeeper.reconcile.decide.draft import Draft
 from spotkeeper.reconcile.decide.queue import claim, use
 from tests.reconcile.decide.test_decide import NOW
-from tests.reconcile.decide.test_guards import calm, on_node, on_record
-from tests.reconcile.decide.test_guards import changed as changed_case
+from tests.reconcile.decide.test_guards import calm, changed, on_node, on_record
 from tests.reconcile.world import JOB, World, stack
 
 SECOND = "wxyz2345"
@@ -79,9 +78,9 @@ def test_a_claim_says_whether_the_job_takes_on_demand_machines_alone(policy: str
 
 @pytest.mark.parametrize(("begun", "since"), [(NOW - 500.0, NOW - 500.0), (0.0, NOW)])
 def test_a_job_that_runs_without_a_claim_keeps_its_machines(begun: float, since: float) -> None:
-    made = claim.claim(changed_case(calm(2), on_record(gen_since=begun)))
+    made = claim.claim(changed(calm(2), on_record(gen_since=begun)))
     assert made is not None and (made.reserved, made.reserved_at, made.waits) == (2, since, None)
-    waits = claim.claim(changed_case(calm(1), on_node(0, cur=None)), ())
+    waits = claim.claim(changed(calm(1), on_node(0, cur=None)), ())
     assert waits is not None and (waits.reserved, waits.waits) == (0, NOW)
 
 
@@ -263,7 +262,7 @@ def test_a_team_never_has_more_machines_than_its_limit(limit: dict[str, float]) 
     """Also while a machine is replaced, and while another job of the team gives its machines up."""
     team = TeamState("vision", ("ann",), **limit)  # type: ignore[arg-type]
     world = World(the_stack=replace(stack(max_machines=9), teams=(team,)), nodes=3)  # $0.32 a machine at most
-    world.options = changed(world.options, user="ann")
+    world.options = with_(world.options, user="ann")
     submit(world, JOB, priority="low")
     world.until(world.training)
     world.preempt(1, notice_s=120)
@@ -285,7 +284,7 @@ def test_a_gang_gets_all_of_its_machines_though_its_first_choice_is_too_dear_for
     pools = base, replace(base, name="dear", prices=dear)
     world = World(the_stack=replace(stack(), pools=pools, teams=(team,)), nodes=3)
     world.prices["dear"] = (PriceRun(world.t - 1e6, 0.1),)
-    world.options = changed(world.options, user="ann")
+    world.options = with_(world.options, user="ann")
     submit(world, JOB)
     world.until(world.training, 5 * MINUTE)
     assert sorted(machine.vm.pool for machine in world.dynamic()) == ["dear", "pool", "pool"]
@@ -294,7 +293,7 @@ def test_a_gang_gets_all_of_its_machines_though_its_first_choice_is_too_dear_for
 def test_a_job_that_resumes_in_another_team_leaves_its_cost_to_the_first() -> None:
     """Also if its machines are not gone yet: else the new team would pay for all that they have cost."""
     world = World(the_stack=replace(stack(), teams=(TeamState("a", ("ann",)), TeamState("b", ("ann",)))), nodes=2)
-    world.options = changed(world.options, user="ann")
+    world.options = with_(world.options, user="ann")
     submit(world, JOB, team="a")
     world.until(world.training)
     world.run(60 * MINUTE)
